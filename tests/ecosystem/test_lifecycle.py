@@ -59,6 +59,63 @@ def test_explicit_stores(tmp_path):
     run(explicit_stores, 2, str(tmp_path), init=False)
 
 
+class Least(dist.Store):
+    """What a class in Python has at least, such as torch's own EtcdStore."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def set(self, key, value):
+        self.inner.set(key, value)
+
+    def get(self, key):
+        return self.inner.get(key)
+
+    def add(self, key, amount):
+        return self.inner.add(key, amount)
+
+    def check(self, keys):
+        return self.inner.check(keys)
+
+    def wait(self, keys, *timeout):
+        self.inner.wait(keys, *timeout)
+
+
+class AsPythonCallsThem(Least):
+    """With methods that C++ knows by another name, or does not look for."""
+
+    def compare_set(self, key, expected, desired):
+        return self.inner.compare_set(key, expected, desired)
+
+    def delete_key(self, key):
+        return self.inner.delete_key(key)
+
+
+class Whole(AsPythonCallsThem):
+    def deleteKey(self, key):  # noqa: N802
+        return self.inner.delete_key(key)
+
+
+def stores_in_python(rank, size, folder):
+    """Each for two lives of the default group, the second over what the first has left there."""
+    file_store = dist.FileStore(os.path.join(folder, "shared"), size)
+    for kind in (Least, AsPythonCallsThem, Whole):
+        store = kind(dist.PrefixStore(kind.__name__, file_store))
+        for _ in range(2):
+            dist.init_process_group(backend(), store=store, rank=rank, world_size=size, timeout=timedelta(seconds=20))
+            for ranks in (list(range(size)), [1, 0]):
+                group = dist.new_group(ranks)
+                if rank in ranks:
+                    check(rank, len(ranks), group)
+            dist.barrier()
+            dist.destroy_process_group()
+
+
+def test_stores_in_python(tmp_path):
+    run(stores_in_python, 3, str(tmp_path), init=False)
+
+
 def one_rank(rank, size):
     dist.init_process_group(backend(), store=dist.HashStore(), rank=0, world_size=1)
     value = torch.tensor([5.0])

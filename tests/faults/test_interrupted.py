@@ -155,6 +155,8 @@ def batch_and_reuse(rank, size):
         works = dist.batch_isend_irecv([dist.P2POp(dist.irecv, t, 0, group, tag=i) for i, t in enumerate(left)])
         for work in works:
             assert interrupted(0.05, work.wait)
+            said = _error(work.wait)  # not that the group was aborted
+            assert "taken back: call it again. The group goes on." in said, said
         for t in left:
             t.fill_(7.0)
         dist.barrier(other)

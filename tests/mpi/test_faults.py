@@ -274,6 +274,9 @@ def test_a_refused_call_does_not_keep_the_others_waiting(layout, kind, together)
     for rank in range(3):
         assert ranks[rank]["error"] in ("CollectiveMismatchError", "PeerLostError"), ranks
         assert ranks[rank]["seconds"] < HUNG, ranks
+        if ranks[rank]["error"] == "CollectiveMismatchError":
+            assert "differ in count, dtype, op:" in ranks[rank]["text"], ranks
+            assert "rank 3: a call whose arguments were refused (#" in ranks[rank]["text"], ranks
 
 
 @cases("all refused")

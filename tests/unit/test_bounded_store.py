@@ -3,6 +3,16 @@
 import socket
 import subprocess
 import sys
+import time
+
+import pytest
+from torch.distributed import HashStore
+
+from c10d_custom.creation import bounded_store
+from c10d_custom.creation.bounded_store import BoundedStore
+from c10d_custom.creation.exchange import Exchange
+from c10d_custom.errors import TransportError
+from c10d_custom.transport.hosts import failure_detector
 
 # Its store takes the connection and says nothing. It exits with the call under way, in a thread that nobody waits for.
 LEAVES = """
@@ -42,3 +52,23 @@ def test_a_process_that_exits_amid_a_call_ends_well():
 
 def test_a_store_that_stays_silent_does_not_hold_up_the_exit_for_good():
     assert run(silent=True) == 0
+
+
+def no_thread(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_without_a_thread_who_asks_makes_the_call(monkeypatch):
+    """And the other ranks hear of it."""
+    monkeypatch.setattr(bounded_store, "start_new_thread", no_thread)
+    with BoundedStore(store := HashStore(), time.monotonic() + 5, "a test") as bounded:
+        bounded.under("a/").set("k", "1")
+        assert bounded.under("a/").get("k") == store.get("a//k") == b"1"
+        with pytest.raises(TypeError):
+            bounded.append("k", 1)
+
+
+def test_over_hosts_a_rank_that_gets_no_thread_says_so(monkeypatch):
+    monkeypatch.setattr(failure_detector.threading.Thread, "start", no_thread)
+    with pytest.raises(TransportError, match=r"rank 0 gets no thread .*ulimit -u"):
+        failure_detector.FailureDetector(Exchange(HashStore(), 0, 1, 5.0), [[0]])

@@ -191,6 +191,18 @@ def test_a_closed_mailbox_is_an_error(boxes):
         letters.take("segment")
 
 
+def test_a_mailbox_whose_descriptor_the_program_has_closed_is_an_error(boxes):
+    box = Mailbox()
+    at, spare = box._socket.fileno(), os.open(os.devnull, os.O_RDONLY)
+    os.dup2(spare, at)  # and has opened another file there
+    try:
+        with pytest.raises(TransportError, match="recvmsg: .*close descriptors that are not its own"):
+            box.fetch(1.0)
+    finally:
+        os.close(spare)
+        box.close()
+
+
 def test_what_is_for_others_waits(boxes):
     assert boxes[0].send(boxes[1].name, KEY, Letter(0, "later", 1))
     assert boxes[0].send(boxes[1].name, OTHER, Letter(0, "now", 2))

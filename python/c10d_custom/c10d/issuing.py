@@ -160,7 +160,7 @@ class Issuing:
     def _set_up(self, transport: ByDevice, store: Store, new: NewGroup) -> None:
         self._transport = transport
         transport.first = new.first
-        self._store = store
+        self._store, self._given_store = store, new.store  # the former is over the latter (least_store.py)
         self._group_rank, self._group_size = new.rank, new.size
         self.set_timeout(new.timeout)
         self._name, self._desc = new.name, ""

@@ -154,10 +154,11 @@ def _for_some_devices(options: Any, ours: dict[str, str], others: dict[str, str]
 
 
 def _new_group(options: Any, ours: dict[str, str], strangers: bool, wanted: Any = None) -> NewGroup:
+    from ..creation.bounded_store import whole
     from .issuing import NewGroup
 
     return NewGroup(
-        options.store,
+        whole(options.store),
         options.group_rank,
         options.group_size,
         options.timeout,

@@ -3,7 +3,8 @@
 A TCPStore whose server is stopped, or behind a network that is cut, does not answer, and its time-out holds for few of
 its calls. So a thread of its own makes them, and whoever asks waits for the answer as long as there is time. A thread
 that got none stays behind until the server answers or its connection ends. A process that exits waits a few seconds for
-such threads: up to Python 3.13, one whose call returns while the interpreter ends would abort the process.
+such threads: up to Python 3.13, one whose call returns while the interpreter ends would abort the process. Where no
+thread can be had, who asks makes the call, which then ends as the store has it end.
 
 torchrun starts all ranks again after a failure, and may keep one store over all attempts: what the ranks of an earlier
 one said is still there. Neither of two counts tells attempts apart: each host's agent leaves out restarts that another
@@ -22,20 +23,32 @@ import atexit
 import os
 import uuid
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
-from torch.distributed import PrefixStore
+from torch.distributed import FileStore, HashStore, PrefixStore, Store, TCPStore
 
 from ..errors import TransportError
 from ..threads import allocate_lock, queue, start_new_thread, time
 
-if TYPE_CHECKING:
-    from torch.distributed import Store
-
-
 _LEAST = 1.0  # s: for a call that is made at the deadline or after it, such as the last word of a rank that gives up
 _AT_EXIT = 3.0  # s: longer than a call goes on that has lost its connection
 _left_behind: list[tuple[int, Any]] = []  # of threads amid a call that nobody waits for: PID, `_Answer.awaited`
+
+
+def whole(store: Any) -> Any:
+    """``store``, or, if its class in Python lacks what a group's creation asks for, a LeastStore over it."""
+    inner = store
+    while isinstance(inner, PrefixStore):
+        inner = inner.underlying_store
+    kinds = type(inner).__mro__
+    if type(inner) is Store or isinstance(inner, (TCPStore, FileStore, HashStore)):
+        return store  # of C++
+    own = {name for kind in kinds[: kinds.index(Store)] for name in vars(kind)}
+    if own >= {"compare_set", "deleteKey"}:  # C++ looks for the latter; `delete_key` is for callers in Python
+        return store
+    from .least_store import LeastStore
+
+    return LeastStore(store)
 
 
 class BoundedStore:
@@ -131,6 +144,13 @@ class _Answer:
         self.value: Any = None
         self.error: Exception | None = None
 
+    def make(self) -> None:
+        try:
+            self.value = self.call(*self.arguments)
+        except Exception as error:
+            self.error = error
+        self.awaited.release()
+
     def given(self) -> Any:
         if self.error is not None:
             raise self.error
@@ -151,11 +171,9 @@ class _Asker:
             # Not a threading.Thread, whose start takes as long as five calls. It is never joined.
             try:
                 start_new_thread(self._run, ())
-            except RuntimeError as error:
-                raise TransportError(
-                    "group creation: no thread can be started (clone, clone3): ulimit -u says how many a user may "
-                    "have, and a sandbox may refuse the call"
-                ) from error
+            except RuntimeError:  # none to be had; the other ranks must not wait for it
+                answer.make()
+                return True
             self._runs = True
         if not self.silent:
             began = time.monotonic()
@@ -173,11 +191,7 @@ class _Asker:
 
     def _run(self) -> None:
         while (answer := self._asked.get()) is not None:
-            try:
-                answer.value = answer.call(*answer.arguments)
-            except Exception as error:
-                answer.error = error
-            answer.awaited.release()
+            answer.make()
 
 
 def _whereabouts(store: Any) -> str:

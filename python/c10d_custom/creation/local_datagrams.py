@@ -134,6 +134,11 @@ class Mailbox:
             data, ancillary, _, _ = self._socket.recvmsg(_LONGEST, _ROOM, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return False
+        except OSError as error:
+            raise TransportError(
+                f"group creation: this process cannot read what ranks write to it (recvmsg: {error.strerror}): does a "
+                "sandbox refuse that now, or did the program close descriptors that are not its own?"
+            ) from error
         believed, descriptors = False, list[int]()
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

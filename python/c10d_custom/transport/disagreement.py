@@ -90,7 +90,9 @@ def mismatch_table(
     if any(f.count == ANY_COUNT for f in known.values()) and all(f.op in AT_THE_ROOT for f in known.values()):
         fields = [name for name in fields if name != "count"]  # every other rank's is that of its own part
         parts |= {r: ([f.count] * len(members),) * 2 for r, f in known.items() if f.count != ANY_COUNT}
-    head = f"they differ in {', '.join(fields) or 'the sizes of their parts'}"
+    unknown = len(known) < len(fingerprints) and all(f.count != ANY_COUNT for f in known.values())
+    alike = "what is not known of all" if unknown else "the sizes of their parts"
+    head = f"they differ in {', '.join(fields) or alike}"
     if fields == ["device"] and all(f.device for f in known.values()):
         head += (
             " (GPU 0 in a group is the one that a rank's collectives came to first, GPU 1 the next: "

@@ -68,6 +68,11 @@ class ErrorText:
             return self._mismatch(found_by)
         if status == native.ABORTED:
             return AbortedError(f"{self.where}: {self.t.ended}{found_by}, {self.after}.")
+        if status == native.INTERRUPTED and hasattr(self.call, "tag"):
+            return AbortedError(
+                f"{self.where}: a signal handler (Ctrl-C's, or the program's) raised amid it, {self.after}, and the "
+                "message was taken back: call it again. The group goes on."
+            )
         if status == native.INTERRUPTED:
             return AbortedError(
                 f"{self.where}: a signal handler (Ctrl-C's, or the program's) raised amid it{found_by}, {self.after}, "

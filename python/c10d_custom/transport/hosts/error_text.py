@@ -55,6 +55,7 @@ class Group(Observed, Protocol):
     members: list[int]
     store: Store
     published: set[int]  # collectives that failed, of which this rank has told the others
+    refused: dict[int, Call]  # of the last that this rank has refused, what it told the others
     mpi_finalized: bool
 
     def who(self, rank: int) -> str: ...
@@ -145,6 +146,24 @@ def _published(
     # In a thread: a TCPStore behind a network that is cut waits without end, whatever the time-out.
     start(ask, "c10d_custom:ask").join(seconds + 0.2)
     return dict(prints), dict(sizes)
+
+
+def tell_what_was_refused(transport: Group, fault: Fault) -> None:
+    """Called with a Fault that another rank reports. Who refused the call that the others differ in raises an error of
+    its own, and asks nobody; but they want its line for theirs."""
+    call = transport.refused.get(fault.number)
+    if call is None or fault.status != native.MISMATCH or fault.number in transport.published:
+        return
+    transport.published.add(fault.number)
+    mine = [*parse(fingerprint(fault.number, call)), None]
+
+    def tell() -> None:
+        store = PrefixStore(f"failed/{fault.number}", transport.store)
+        with contextlib.suppress(RuntimeError):
+            Exchange(store, transport.rank, transport.size, _HEARD).say(str(transport.rank), mine)
+            _heard(store, transport.size)
+
+    start(tell, "c10d_custom:ask")
 
 
 def heard_of(transport: Group, fault: Fault | None) -> None:

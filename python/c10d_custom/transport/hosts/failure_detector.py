@@ -43,6 +43,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ... import native
+from ...errors import TransportError
 from ...native import over_hosts
 from ...threads import select, socket, threading
 from .detector_links import Neighbours, connect
@@ -106,7 +107,13 @@ class FailureDetector:
         self.failure_news = over_hosts.FailureNews(self._epoll.fileno(), 0)  # see backend/hosts/failure_news.h
         self._gone_without_leave = False
         self._thread = threading.Thread(target=self._run, name="c10d_custom:failure_detector", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:
+            raise TransportError(
+                f"rank {self.rank} gets no thread to hear of failures by (clone, clone3): ulimit -u says how many a "
+                "user may have, and a sandbox may refuse the call"
+            ) from error
 
     def tell(self, on_fault: Callable[[Fault], object]) -> None:
         """From now on, and of what was heard before."""

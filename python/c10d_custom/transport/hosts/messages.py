@@ -237,7 +237,7 @@ class Messages:
             # Nobody knows of it, or it is as good as on its way.
             if not ticket.begun() or self._room.offers(ticket) and ticket.message.tensor.nbytes <= _EAGER:
                 self._drop(ticket)
-                return self._end(ticket, Trouble(native.ABORTED))
+                return self._end(ticket, Trouble(native.INTERRUPTED))
         if ticket.inner is not None:
             ticket.inner.withdraw()
         elif ticket.message.is_recv:

@@ -29,7 +29,7 @@ from ..tickets import Queue
 from ..trouble import Trouble
 from .algorithm import Agree, Limits, Move, choose
 from .balance import Balances
-from .error_text import HostsErrorText, fate, heard_of
+from .error_text import HostsErrorText, fate, heard_of, tell_what_was_refused
 from .failure_detector import Fault
 from .flat_exchange import CallSlots, FlatExchange, parse, slot_bytes
 from .health import Health, group_rank
@@ -57,6 +57,9 @@ if TYPE_CHECKING:
     from .local_call import LocalCall
 
     OpenLocal = Callable[[Letters, Config, str, list[int], Callable[[int], str], int], LocalTransport]
+
+
+_REFUSED = 256  # of so many of the last collectives it is known which this rank has refused
 
 
 class HostsGroup(NamedTuple):
@@ -102,6 +105,7 @@ class HierarchicalTransport(Transport):
         self.local_calls: dict[tuple[int, int], LocalCall] = {}
         self.told: list[tuple[list[Request], Buffer]] = []
         self.published: set[int] = set()
+        self.refused: dict[int, Call] = {}
         with ExitStack() as cleanup:
             failure, offer = None, None
             try:
@@ -109,7 +113,7 @@ class HierarchicalTransport(Transport):
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
                 self.detector = self.health.detector = group.detector
-                self.detector.tell(self.health.record)
+                self.detector.tell(self._hear_of_fault)
                 if group.meets:
                     self.meeting_point = MeetingPoint(self.rank, hosts)
                     cleanup.callback(self.meeting_point.close)
@@ -392,6 +396,7 @@ class HierarchicalTransport(Transport):
         elif agree is Agree.ROUNDS:
             collective.agree()
         if move is Move.REJECTED:
+            self.refused = {n: told for n, told in self.refused.items() if n > number - _REFUSED} | {number: call}
             collective.reject()
         elif move is Move.PIPELINED:
             self.pipelined.reduce(number, call, deadline, 0, None)
@@ -457,6 +462,10 @@ class HierarchicalTransport(Transport):
 
     def _who_local(self, index: int) -> str:
         return self.who(group_rank(self.hosts, index))
+
+    def _hear_of_fault(self, fault: Fault) -> None:
+        self.health.record(fault)
+        tell_what_was_refused(self, fault)
 
     def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)

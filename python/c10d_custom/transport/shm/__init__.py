@@ -38,6 +38,7 @@ class ShmTicket(CoreTicket, Ticket):
     """Takes over the native ticket whose address is ``at[0]``. ``transport``: the ShmTransport that it is of."""
 
     _failure: Failure | None = None
+    _taken_back = False
 
     def __init__(self, transport: Any, at: Any, call: Any) -> None:
         self._transport, self._call = transport, call
@@ -55,6 +56,8 @@ class ShmTicket(CoreTicket, Ticket):
         if self._failure is None:
             self._failure = Failure()
             lib.c10d_wait(self._transport._handle, self.address, 0, False, byref(self._failure))
+            if self._taken_back and self._failure.status == native.ABORTED:
+                self._failure.status = native.INTERRUPTED
         return self._transport.error(self._failure, self._said())
 
     def want(self) -> None:
@@ -68,7 +71,7 @@ class ShmTicket(CoreTicket, Ticket):
             while not self.wait(_ENDS, may_run=True):
                 pass
         else:
-            lib.c10d_withdraw(transport._handle, self.address)
+            self._taken_back = lib.c10d_withdraw(transport._handle, self.address) == native.OK
 
     @property
     def collective(self) -> bool:
