@@ -265,6 +265,7 @@ def test_ranks_that_disagree_are_shown_side_by_side(layout, kind, together):
         assert value["error"] == "CollectiveMismatchError" and value["seconds"] < HUNG, value
         assert all(f"rank {r}: " in value["text"] for r in range(4)), value
         assert "has not called yet" not in value["text"], value
+        assert "is of no more use" in value["sent"] and "not called alike" in value["sent"], value
 
 
 @cases("refused")

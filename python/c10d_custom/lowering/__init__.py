@@ -178,11 +178,12 @@ def read_before_written(calls: Sequence[Call]) -> None:
     else:
         return
     for call in calls[1:]:
-        inputs = [t.clone() for t in call.inputs]
+        given = [t for t in call.inputs if isinstance(t, torch.Tensor)]  # all are: nothing is staged so far
+        inputs = [t.clone() for t in given]
         if call.inputs is call.outputs:
             if call.copy_back:  # a tensor of its own stands in already
                 continue
-            call.copy_back = list(zip(call.outputs, inputs))
+            call.copy_back = list(zip(given, inputs))
             call.outputs = inputs
         call.inputs = inputs
 

@@ -237,6 +237,15 @@ def trouble(kind, group, rank, last):
         forever(group, 1 << 16)
 
 
+def sent(group, to):
+    """What a rank on another host is sent: the error, or that there was none."""
+    try:
+        dist.send(torch.ones(3), group=group, group_dst=to)
+    except Exception as error:
+        return str(error)
+    return "no error"
+
+
 def write(folder, name, said):
     # At one go: the launcher may end this process in the middle of anything.
     (part := folder / f"{name}.part").write_text(json.dumps(said))
@@ -262,6 +271,8 @@ def main():
         except Exception as error:
             said = {"rank": rank, "error": type(error).__name__, "text": str(error)}
         said["seconds"] = time.monotonic() - began
+        if said["error"] == "CollectiveMismatchError" and "is of no more use" in said["text"]:
+            said["sent"] = sent(group, (rank + 2) % (last + 1))
         write(folder, f"{kind}.{rank}", said)
         signal.setitimer(signal.ITIMER_REAL, 0)
         if number < len(kinds) - 1:

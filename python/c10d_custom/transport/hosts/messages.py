@@ -104,13 +104,14 @@ class _Posted(MessageTicket):
 
 class Surroundings(NamedTuple):
     """What Messages asks of the group that they are of. ``fail(trouble, message, since)`` makes an exception, of what
-    lasts since then; ``check(peers)`` raises Trouble; ``local(tag)``: the rank of this host whose message waits for a
-    receive, or -1; ``post_local(message, rank)``: its ticket; ``log``: the CallLog to tell of messages. Weak
-    references: ``abort``, to what ends the group; ``inside``, to what makes the UsageError of a call amid another, from
-    its name."""
+    lasts since then; ``check(peers)`` raises Trouble, ``check_quickly()`` by what is known already; ``local(tag)``: the
+    rank of this host whose message waits for a receive, or -1; ``post_local(message, rank)``: its ticket; ``log``: the
+    CallLog to tell of messages. Weak references: ``abort``, to what ends the group; ``inside``, to what makes the
+    UsageError of a call amid another, from its name."""
 
     fail: Callable[[Trouble, Message, float], BaseException]
     check: Callable[[Sequence[int]], None]
+    check_quickly: Callable[[], None]
     local: Callable[[int], int]
     post_local: Callable[[Message, int], Ticket]
     log: CallLog
@@ -123,7 +124,9 @@ class Messages:
 
     def __init__(self, link: MpiLink, complete: Callable[[int], None], around: Surroundings) -> None:
         self.link, self.complete, self.numbers = link, complete, itertools.count(1)
-        self._fail, self._check, self._local, self._post_local, self._log, self._abort, self._inside = around
+        self._fail, self._check, self._check_quickly = around.fail, around.check, around.check_quickly
+        self._local, self._post_local, self._log = around.local, around.post_local, around.log
+        self._abort, self._inside = around.abort, around.inside
         self._lock = threading.RLock()
         self._by = 0  # the thread that makes progress
         self._taking: MessageTicket | None = None  # the ticket that it is changing
@@ -145,6 +148,10 @@ class Messages:
             raise self._fail(Trouble(native.ABORTED), message, time.monotonic())
         if (error := self.refusal(message)) is not None:
             raise error
+        try:
+            self._check_quickly()  # as inside a host: none is begun once it is known
+        except Trouble as trouble:
+            raise self._fail(trouble, message, time.monotonic()) from None
         self.link.carries_messages = True
         ticket, me = _Posted(self, message), threading.get_ident()
         tags = tags_of(message.tag, self.link.tag_limit)

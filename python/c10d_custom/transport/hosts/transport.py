@@ -141,6 +141,7 @@ class HierarchicalTransport(Transport):
         around = Surroundings(
             self._message_error,
             self.health.check,
+            self.health.check_quickly,
             self._local_messages.probe,
             self._local_messages.post_from,
             self._log,
