@@ -32,6 +32,7 @@ WHILE_A_GROUP_IS_MADE = {
     ("c10d.registration", "_device_map"),
     ("c10d.replacing", "replace"),
     ("c10d.replacing", "_in_the_table"),
+    ("creation.bounded_store", "whole"),
 }
 WHAT_THE_PROGRAM_ASKS_FOR = {  # for the first time, of a group that is well; shrink_group makes another
     ("", "restore"),

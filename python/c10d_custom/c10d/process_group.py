@@ -232,7 +232,7 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         if self.endpoint is not None and self._closed > before:
             for group in live():
                 if group._closed:
-                    group._store = HashStore()  # the endpoint's ends, though the program may keep such a group
+                    group._store = group._given_store = HashStore()  # the endpoint's ends, though the program may keep such a group
             self.endpoint.close()
 
 

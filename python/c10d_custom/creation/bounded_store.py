@@ -40,9 +40,9 @@ def whole(store: Any) -> Any:
     inner = store
     while isinstance(inner, PrefixStore):
         inner = inner.underlying_store
+    if type(inner) is Store or isinstance(inner, (TCPStore, FileStore, HashStore)) or not isinstance(inner, Store):
+        return store  # of C++, or none at all
     kinds = type(inner).__mro__
-    if type(inner) is Store or isinstance(inner, (TCPStore, FileStore, HashStore)):
-        return store  # of C++
     own = {name for kind in kinds[: kinds.index(Store)] for name in vars(kind)}
     if own >= {"compare_set", "deleteKey"}:  # C++ looks for the latter; `delete_key` is for callers in Python
         return store
