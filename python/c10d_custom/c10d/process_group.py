@@ -232,7 +232,8 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
         if self.endpoint is not None and self._closed > before:
             for group in live():
                 if group._closed:
-                    group._store = group._given_store = HashStore()  # the endpoint's ends, though the program may keep such a group
+                    # The endpoint's store ends, though the program may keep such a group.
+                    group._store = group._given_store = HashStore()
             self.endpoint.close()
 
 
