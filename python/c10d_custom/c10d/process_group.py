@@ -197,6 +197,7 @@ class CustomProcessGroup(Dispatching, ProcessGroup):  # type: ignore[misc]  # to
             return None
         new.first = getattr(opts, "is_high_priority_stream", False) is True
         group = build(new)
+        group._given_store = self._given_store  # its own is over that
         group.setGroupDesc(group_desc or f"{self._desc}:split")
         return group
 

@@ -179,7 +179,7 @@ def read_before_written(calls: Sequence[Call]) -> None:
         return
     for call in calls[1:]:
         given = [t for t in call.inputs if isinstance(t, torch.Tensor)]  # all are: nothing is staged so far
-        inputs = [t.clone() for t in given]
+        inputs = [t.detach().clone() for t in given]
         if call.inputs is call.outputs:
             if call.copy_back:  # a tensor of its own stands in already
                 continue

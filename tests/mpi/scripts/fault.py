@@ -238,7 +238,7 @@ def trouble(kind, group, rank, last):
 
 
 def sent(group, to):
-    """What a rank on another host is sent: the error, or that there was none."""
+    """Sends something to that rank. The error, or that there was none."""
     try:
         dist.send(torch.ones(3), group=group, group_dst=to)
     except Exception as error:

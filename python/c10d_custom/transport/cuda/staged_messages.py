@@ -518,12 +518,15 @@ class StagedMessages:
     def prepare_to_leave(self, seconds: float) -> None:
         """What is done here, other ranks are told before the CPU transport leaves."""
 
+        deadline = time.monotonic() + seconds
+
         def told() -> bool:
-            while self.progress():  # a piece that has moved makes room for the next: no reason to rest
+            # A piece that has moved makes room for the next: no reason to rest.
+            while self.progress() and time.monotonic() < deadline:
                 pass
             return not any(isinstance(t, Receiving) and t.owes() for t in list(self._live))
 
-        poll(told, time.monotonic() + seconds, self.cpu.broken)
+        poll(told, deadline, self.cpu.broken)
 
     def leave(self) -> None:
         """The CPU transport has left: what it had is done, and the rest fails."""

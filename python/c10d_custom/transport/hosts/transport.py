@@ -113,7 +113,7 @@ class HierarchicalTransport(Transport):
                 cleanup.callback(self.local.close)
                 self.health = Health(self.rank, hosts, self.local, self._fast_path.stop, abandon)
                 self.detector = self.health.detector = group.detector
-                self.detector.tell(self._hear_of_fault)
+                self.detector.tell(_listener(self))
                 if group.meets:
                     self.meeting_point = MeetingPoint(self.rank, hosts)
                     cleanup.callback(self.meeting_point.close)
@@ -464,10 +464,6 @@ class HierarchicalTransport(Transport):
     def _who_local(self, index: int) -> str:
         return self.who(group_rank(self.hosts, index))
 
-    def _hear_of_fault(self, fault: Fault) -> None:
-        self.health.record(fault)
-        tell_what_was_refused(self, fault)
-
     def _check_collective(self, peers: Sequence[int]) -> None:
         self.health.check(peers, self._number)
 
@@ -488,3 +484,15 @@ def all_well(said: list[dict[str, Any]]) -> dict[str, Any]:
         "offers": [s["offer"] for s in said],
         "secret": secrets.token_hex(32),
     }
+
+
+def _listener(transport: HierarchicalTransport) -> Callable[[Fault], None]:
+    """What the detector's thread calls: it does not keep a group that nobody has any more."""
+    record, found = transport.health.record, weakref.ref(transport)
+
+    def hear(fault: Fault) -> None:
+        record(fault)
+        if (group := found()) is not None:
+            tell_what_was_refused(group, fault)
+
+    return hear
